@@ -77,6 +77,22 @@ class FunctionCall:
 _calls: dict[str, FunctionCall] = {}
 """The last captured call by operator name; all calls of one name have equal code and constants."""
 
+
+def _in_python(in_c: Any) -> Any:
+    __class__ = in_c  # the closure that code put in its place needs: capture/custom_functions.py
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return __class__.__get__(None, cls)(*args, **kwargs)
+
+    return classmethod(apply)
+
+
+if not hasattr(torch.autograd.Function.apply, "__func__"):
+    # From PyTorch 2.14 on it is written in C. Nothing can take the place of what `round = Round.apply` in a
+    # model's file then holds, unless it holds a method in Python, as before.
+    torch.autograd.Function.apply = _in_python(  # type: ignore[method-assign]
+        torch.autograd.Function.__dict__["apply"]
+    )
 _ORIGINAL = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 apply: Callable[..., Any] = types.FunctionType(
     _ORIGINAL.__code__, _ORIGINAL.__globals__, "apply", None, _ORIGINAL.__closure__

@@ -10,8 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from tensoropt.capture import capture
+from tensoropt.capture.custom_functions import _Replaced
 from tensoropt.capture.fidelity import in_double
 from tensoropt.errors import CaptureError
+from tensoropt.ops.functions import _in_python
 from tensoropt.ops.overloads import FUNCTIONS
 from tensoropt.question.model_source import load_model
 from tensoropt.ranks.pool import RankPool
@@ -147,6 +149,13 @@ def test_a_function_that_needs_values_is_refused_and_apply_is_pytorchs_own_again
     with pytest.raises(CaptureError, match=r"Blind .*forward cannot run without values"):
         capture(layered(lambda m, x: Blind.apply(m.layer(x)).square().mean()), (X,))
     assert torch.autograd.Function.apply.__func__.__code__ is before
+
+
+def test_an_apply_in_c_becomes_one_that_capture_can_replace():
+    """PyTorch 2.14 and later have only the one in C."""
+    own = _in_python(torch._C._FunctionBase.__dict__["apply"]).__func__
+    assert torch.equal(own(gradients.Round, X, 1), X.round())
+    assert own.__code__.co_freevars == _Replaced.apply.__code__.co_freevars
 
 
 def test_without_gradients_a_function_is_what_it_calls():

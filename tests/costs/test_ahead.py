@@ -6,7 +6,7 @@ import pytest
 
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
-from tensoropt.ops.layouts import GATHERED_AHEAD
+from tensoropt.ops.layouts import GATHERED_AHEAD, PARTIAL_GRAD
 from tensoropt.profiling.workload import workload
 from tensoropt.sharding.configurations import Configuration
 from tensoropt.sharding.storage import Storage
@@ -42,6 +42,9 @@ def test_as_much_is_hidden_as_the_group_computes(each_s: float, hidden_s: float)
     """A gather beside 1 s of forward; another and the scatter of the gradient beside 2 s of backward."""
     effects, choice = effects_and_choice(1, each_s)
     assert hidden(effects, choice) == pytest.approx(hidden_s)
+    # Every micro-batch hides as much, and computing takes a quarter longer beside it.
+    effects.moves.mesh, effects.prices.slower_beside = (2, 2), 0.25
+    assert hidden(effects, choice) == pytest.approx(2 * hidden_s / 1.25)
 
 
 def test_a_recomputed_group_computes_more_in_backward() -> None:
@@ -63,6 +66,9 @@ def test_two_average_blocks_are_counted_of_weights_and_of_gradients() -> None:
     # There are four.
     for stored, expected in (((GATHERED_AHEAD, 0), 2 * 2 * W / 4), ((-1, 0), 0.0)):
         assert parameters.ahead_bytes(parameters.stored_use(NAMES[1], stored, use)) == expected
+    table = tables_of(problem(four), (1, 2), beside=True).of["linear_1"]
+    bytes_of = dict(zip(table.options[1], table.memory[1], strict=True))  # along the batch
+    assert bytes_of[((GATHERED_AHEAD, 0),)] - bytes_of[((PARTIAL_GRAD, 0),)] == 2 * 2 * W / 4
 
 
 def test_it_is_offered_where_anything_runs_beside() -> None:

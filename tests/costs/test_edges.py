@@ -107,7 +107,10 @@ def test_nothing_is_kept_without_a_store():
         with pytest.raises(ZeroDivisionError):
             arrays.once(lambda: 1 / 0, lambda: 1 / 0)
         assert arrays.once(lambda: pytest.fail("is not asked"), lambda: np.ones(2)).sum() == 2
-    arrays.save()
+    in_memory = TableArrays(in_memory=True)
+    assert in_memory.once(str, lambda: np.ones(2)) is in_memory.once(str, lambda: np.zeros(2))
+    for kept in (arrays, in_memory):
+        kept.save()
 
 
 def test_large_arrays_are_not_kept(store, monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tensoropt.costs.effects import READ, READ_BACK, Effects, MoveEffects, additive
+from tensoropt.costs.effects import PARAMETERS, READ, READ_BACK, Effects, MoveEffects, additive
 from tensoropt.costs.group_effects import Choice, GroupEffects
 from tensoropt.costs.prices import Prices
 from tensoropt.ops.layouts import PARTIAL, PARTIAL_GRAD, REPLICATE
@@ -62,3 +62,6 @@ def test_what_a_second_forward_gathers_is_alive_in_all_of_it():
     weight, rows = 24 * 32 * 4, 8 * 32 * 4
     again = [e for e in effects.group(choice).effects if e.when.phase == "again" and e.begins]
     assert [(e.begins[0].bytes, e.workspace_bytes) for e in again] == [(weight, rows), (rows, rows)]
+    # The gradient is there until its shard is.
+    back = [e.workspace_bytes for e in effects.group(choice).effects if e.when == PARAMETERS]
+    assert max(back) == weight + weight // 2

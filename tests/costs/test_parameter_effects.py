@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tensoropt.costs.effects import STEP, MoveEffects, additive
-from tensoropt.costs.parameter_effects import ParameterEffects
+from tensoropt.costs.parameter_effects import ParameterEffects, Use
 from tensoropt.costs.prices import free_prices
+from tensoropt.ops.layouts import GATHERED_ONCE
 from tests.costs.models import problem, two_layers
 
 WEIGHT = "p_model_second_weight"
@@ -45,3 +46,9 @@ def test_a_frozen_parameter_has_neither_gradient_nor_state():
 def test_master_weights_are_stored_in_their_own_type():
     narrow = effects("adam", dtype="bfloat16", master_dtype="float32")
     assert additive(narrow.stored(WEIGHT, (-1, -1)), narrow.prices).memory == 4 * 8 * 32 * 4
+
+
+def test_a_shard_that_is_cast_lies_beside_the_copy_that_is_gathered_of_it():
+    for made, narrow in ((effects(), 0), (effects(dtype="bfloat16", master_dtype="float32"), 8 * 32)):
+        (gather,) = made.unsharded(made.stored_use(WEIGHT, (GATHERED_ONCE, 0), Use((-1, -1), 1))).effects
+        assert gather.workspace_bytes == narrow

@@ -88,6 +88,7 @@ def test_cpu_ranks_say_nothing_of_gpus(store):
     asked = source(store, "local:2")
     asked.facts.of(linear(8, 16, 16))
     assert tuple(asked.facts.notes()) == ()
+    assert source(store).beside > asked.beside
 
 
 def test_devices_do_not_share_timings(store):

@@ -84,7 +84,20 @@ def branches() -> tuple:
     return Call(forward, **layers), (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
 
 
-@pytest.mark.parametrize("build", [joined, dense, residual, branches])
+def masked() -> tuple:
+    """A view of a buffer is added and multiplied with: only the product's backward needs the old value."""
+
+    def forward(m, x, y):
+        seen = m.mask.t()
+        x = m.block(torch.tanh(m.first(x) + seen)) * seen
+        m.mask = m.mask * 0.9
+        return F.mse_loss(x[:, 0], y)
+
+    model = Call(forward, first=nn.Linear(WIDTH, WIDTH), block=block(), mask=torch.ones(WIDTH, 64 * ROWS))
+    return model, (torch.randn(64 * ROWS, WIDTH), torch.randn(64 * ROWS)), {}
+
+
+@pytest.mark.parametrize("build", [joined, dense, residual, branches, masked])
 def test_a_real_step_peaks_where_it_was_predicted(build):
     """Slices of one gradient are counted apart: in a model as small as this 1 %."""
     predicted = play(build).peak.total

@@ -14,6 +14,7 @@ from tensoropt.simulate.candidates import BLOCKING, Overlap
 from tensoropt.simulate.timed import launch_delays
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import ToyCommunication, ToyCompute, four, gates, llama_two, problem, unrolled
+from tests.simulate.strategies import written
 from tests.simulate.test_simulator import assert_scheduled, evaluated_at
 
 LEVELS = {(0,): ("node",), (1,): ("gpu",), (0, 1): ("node", "gpu")}
@@ -62,6 +63,13 @@ def test_a_steps_figures_are_those_of_its_events(build, mesh, overlap):
         assert_figures_are_those_of_its_events(evaluated)
         if not (any(host_s) or OVERLAPS[overlap].slower):
             assert_scheduled(evaluated)
+
+
+def test_what_is_cast_as_backward_begins_is_no_part_of_forward():
+    graph = problem(four, dtype="bfloat16").graph
+    ahead = written(graph, (1, 2), ["none", "d0"], ["ahead", "S(0)"])
+    costs = ToyCompute(), ToyCommunication(), OVERLAPS["beside"], OVERHEADS
+    assert_figures_are_those_of_its_events(evaluated_at(ahead, *costs))
 
 
 def begun(device: Sequence[float], host: Sequence[float]) -> list[float]:

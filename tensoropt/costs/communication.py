@@ -41,7 +41,7 @@ class _GroupLink(NamedTuple):
     Attributes:
         hop_s: the mean latency, in seconds, of a message to the next rank in the ring (hop).
         slowest_hop_s: the largest latency of a hop.
-        seconds_per_byte: the inverse bandwidth of the slowest link, which groups may share.
+        seconds_per_byte: the inverse bandwidth of a group's share of its slowest link.
         hop_seconds_per_byte: the inverse bandwidth of the slowest hop, which uses only one network card.
         exchange_seconds_per_byte: the duration of an all-to-all per byte of one rank's input.
     """
@@ -299,7 +299,7 @@ def _pair_exchange(cluster: Cluster, members: Sequence[int]) -> float:
 
 
 def _fitted_cluster(cluster: Cluster, fits: LinkFits) -> Cluster | None:
-    """Return the cluster with links as fitted to timings; None if a level of links has no fit."""
+    """Return the cluster with links as fitted, each level as its slowest pair; None if a level has no fit."""
 
     def replaced(link: Link, pairs: list[tuple[int, int]]) -> Link | None:
         # A fit's last segment has the slope of large messages, its first one the latency of small ones.

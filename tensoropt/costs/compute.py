@@ -93,7 +93,8 @@ class Sample:
 
 
 def description(work: Workload, facts: Facts, device: DeviceKind) -> dict[str, Any]:
-    """Return what is stored beside a workload's timing: cost class, seconds at peak speed, device."""
+    """Return what is stored beside a workload's timing, to fit efficiencies: cost class, (forward, backward)
+    seconds at peak speed, device."""
     return {
         "class": class_of(work),
         "ideal_s": list(ideal_s(device, work.dtype, facts)),
@@ -113,7 +114,7 @@ def samples_of(records: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Sample
 
 @dataclass(frozen=True)
 class _EfficiencyCurve:
-    """A piecewise linear curve of log10 efficiency (ideal / measured) over log10 ideal seconds."""
+    """A curve of log10 efficiency (ideal / measured) over log10 ideal seconds, flat outside its knots."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
@@ -215,7 +216,8 @@ def _left_out(found: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def _weight_gradient_share(facts: Facts) -> float:
-    """Return the weight gradient's share of backward: half of the first (linear) call's share of the FLOP."""
+    """Return an estimate, somewhat too large, of the weight gradient's share of backward: half of the first
+    (linear) call's share of the FLOP."""
     if not facts.work_of_calls or not facts.forward_flops:
         return 0.5
     return facts.work_of_calls[0].forward_flops / facts.forward_flops / 2
@@ -236,7 +238,7 @@ _FUSED = (CostClass.ELEMENT_WISE, CostClass.NORM)
 
 
 def moved_bytes(cls: CostClass, of: CallWork) -> int:
-    """Return the bytes that a call reads and writes on a GPU; a norm, one kernel, writes its result only."""
+    """Return the bytes that a call reads and writes on a GPU, where a norm is one kernel."""
     return of.outer_bytes if cls is CostClass.NORM else of.traffic_bytes
 
 

@@ -28,7 +28,7 @@ class VariableTable:
         key: the variable's name; in tables of a model, a :class:`tensoropt.costs.tables.Variable`.
         layouts: the layout of each configuration of a hub (tensor with several readers) or tied parameter.
         kept: for each configuration of a hub, whether the tensor is saved for backward in this layout.
-        again: for each configuration of a group, whether the group is recomputed; recomputed ones come last.
+        again: for each configuration of a group or hub, whether it is recomputed; recomputed ones come last.
         options: for each configuration of a group, the stored layouts of its parameters in each option.
         memory, compute, communication: for each configuration, (options,) bytes or seconds.
     """

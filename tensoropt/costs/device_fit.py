@@ -39,7 +39,8 @@ _Size = TypeVar("_Size", float, np.ndarray)
 
 
 def _process_parts(tensors: _Size, terms: Mapping[str, _Size], device_bytes: float) -> dict[str, _Size]:
-    """Return name -> bytes that a plan's process takes on a GPU besides its peak of ``tensors`` (bytes)."""
+    """Return name -> bytes that a plan's process takes on a GPU besides its peak of ``tensors`` (bytes,
+    constants included)."""
     own = {name: size for name, size in terms.items() if name not in (CONSTANTS, _UNUSED)}
     return {
         **own,

@@ -100,7 +100,7 @@ class EdgeBuilder:
         configurations: group name -> its configurations, in the order of the group's :class:`Template`.
         region_of: group name -> its region (block that may be recomputed).
         arrays: cached arrays of this mesh.
-        gathered_again: group name -> whether backward must gather its inputs again, by constraints.
+        gathered_again: name of a group with such a constraint -> whether backward gathers its inputs again.
     """
 
     effects: GroupEffects
@@ -184,7 +184,8 @@ class EdgeBuilder:
 
         This computation is the product for the weight's gradient in the hub's first reader: the shortest one
         of all configurations that read the hub without resharding. Each of them must be able to return the
-        sum of all readers' gradients.
+        sum of all readers' gradients. Only the simulator sees the reduction of a reader that
+        reshards the hub.
         """
         if name not in self.products:
             return [None] * len(hub.layouts)
@@ -248,8 +249,8 @@ class EdgeBuilder:
         costs: Callable[[Sequence[_A], Sequence[_B]], np.ndarray],
     ) -> EdgeTable:
         """Return the table of two variables. ``ends``: each variable, and for each of its configurations how
-        it uses the tensor. ``costs``: maps the distinct uses on both sides to an array (uses, uses, 2) of
-        bytes and seconds, infinite if incompatible."""
+        it uses the tensor. ``costs``: maps the distinct uses on both sides to an array (uses, uses, 2), or
+        (uses, uses, options, 2), of bytes and seconds, infinite if incompatible."""
         (a, left), (b, right) = ends
         # Many configurations view the tensor in the same way, so the table has one row per distinct end and
         # the index arrays expand it.
@@ -307,8 +308,8 @@ class EdgeBuilder:
         may: np.ndarray,
         within: _Within,
     ) -> np.ndarray:
-        """Return (sources, targets, options, 2) bytes and seconds. The second option gathers the tensor again
-        in backward; it costs infinity where this saves no memory.
+        """Return (sources, targets, options, 2) bytes and seconds, or ``cells`` if there is no second option.
+        This option gathers the tensor again in backward; it costs infinity where this saves no memory.
 
         Args:
             cells: (sources, targets, 2) bytes and seconds of the first option, to save the gathered copy.

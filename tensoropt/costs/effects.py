@@ -1,4 +1,4 @@
-"""Effects: what a choice computes, sends and allocates at moments of a step. All costs are sums of them."""
+"""Effects: what a choice computes, sends and allocates at moments of a step. All costs follow from them."""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ class GroupEffects:
         return self._last_part[group.name]
 
     def uses(self, choice: Choice) -> dict[str, Use]:
-        """Return how the group uses each of its parameters that ``choice.stored`` lists, by name."""
+        """Return parameter -> its use, for those in ``choice.stored``: own ones, then tied ones, in forward's
+        order."""
         configuration = choice.configuration
         group, wanted = configuration.group, choice.facts.parameters_kept
         neighbours = self.parameters.blocks.neighbours(group.name)

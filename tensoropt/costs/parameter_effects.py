@@ -40,7 +40,7 @@ class Use(NamedTuple):
         again: whether the group is recomputed.
         neighbours: whether other blocks' computation can hide its gathering; None if it is never prefetched.
         last_part: the index of the last part of the group's forward.
-        turn: what this use does for the other uses of a tied parameter; None if not tied.
+        turn: what this use does for the other uses of a tied parameter; None if it shares nothing.
         learns: whether the use gives a trained parameter a gradient.
         short: the parameter's short name in the group; "" if effects belong to the parameter, not the group.
     """
@@ -369,8 +369,8 @@ class ParameterEffects:
     def _reduced_once(
         self, use: StoredUse, steps: Sequence[ReshardingStep], neighbours: Neighbours | None
     ) -> list[Effect]:
-        """Return the effects of reducing an unsharded copy's gradient: alone without ``neighbours``, else
-        with those of the other parameters of its block."""
+        """Return the effects of reducing an unsharded copy's gradient, in the dtype in which it is read:
+        alone without ``neighbours``, else with those of the other parameters of its block."""
         name, way, moves = use.name, use.way, self.moves
         # The part of a wide sum that is sent is cast first.
         narrow = moves.bytes(name, way.source) if use.casts else 0

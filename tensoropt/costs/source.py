@@ -70,7 +70,7 @@ class CostSource(CostContext):
         return self.residuals
 
     def on(self, kinds: Sequence[DeviceKind]) -> CostSource:
-        """Return the cost model for some kinds of the cluster's devices; ``self`` for all, or with a pool."""
+        """Return the cost model for some device kinds on the same links; ``self`` for all, or with a pool."""
         names = {kind.name for kind in kinds}
         ordered = [kind for kind in self.cluster.device_kinds if kind.name in names]
         if self.pool is not None or len(ordered) == len(self.cluster.device_kinds):

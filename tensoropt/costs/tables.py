@@ -52,8 +52,8 @@ class CostTables(CostGraph):
     moves: Mapping[str, tuple[Variable, Variable, int]] = field(default_factory=dict)
 
     def position(self, group: str, index: int) -> int:
-        """Convert ``index`` in a group's cost table, which lists all configurations again as recomputed, to
-        the index in the group's :class:`Template`."""
+        """Convert ``index`` in a group's cost table, which in a recomputable block lists all configurations
+        again as recomputed, to the index in the group's :class:`Template`."""
         # In a region the variable has every configuration twice, plain ones first (TableBuilder._group).
         return index % len(self.templates[group].choices)
 
@@ -124,7 +124,7 @@ class CostTables(CostGraph):
 
 
 def _group_key(graph: GroupGraph, group: Group, micro: AxisStrategy) -> str:
-    """Return a key that is equal for isomorphic groups, whose configurations and costs are equal."""
+    """Return a key that is equal for isomorphic groups, whose configurations and workloads are equal."""
     tensors = graph.atoms.graph.tensors
     names: dict[str, int] = {}
     parts: list[object] = []

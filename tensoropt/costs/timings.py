@@ -267,7 +267,7 @@ class Timings:
 
     @cached_property
     def efficiencies(self) -> compute.Efficiencies:
-        """Efficiencies (shares of peak speed), fitted to timings in the store for this device type."""
+        """Efficiencies (shares of peak speed), fitted to stored timings for this device type and mode."""
         self.sampled, found = self._fit()
         return found
 
@@ -296,7 +296,7 @@ class Timings:
 
     def links(self, mesh: Mesh, *, pairs: bool = False) -> LinkFits | None:
         """Return curves fitted to timings of a mesh's collectives, and with ``pairs`` of messages between two
-        ranks; None if none were timed."""
+        ranks; None if unknown."""
         on = self.context
         # The links of a cluster file have the file's figures, even if its devices are this machine's.
         hosts = detected_hosts(on.cluster)

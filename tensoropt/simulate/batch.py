@@ -382,7 +382,7 @@ class Batch:
         return at
 
     def _keeps(self, reader: Group, name: str) -> bool:
-        """Return whether a reader saves a tensor for backward, without resharding, in some configuration."""
+        """Return whether a reader may save a tensor for backward without resharding it."""
         of, maker = self.candidates, self._writer(name)
         made = [configuration.layout(name) for configuration in of.configurations(maker)]
         found = of.hubs(name) if name in self.graph.hubs else made

@@ -1,4 +1,4 @@
-"""Candidates: the configurations and layouts from which strategies choose, by index in cost tables."""
+"""Candidates: the configurations and layouts, by index, of cost tables or of a single strategy."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TableCandidates:
         return [values[i % len(values)] for i in range(len(self.again(group)))]
 
     def stored(self, group: Group, configuration: int, option: int) -> tuple[Layout, ...]:
-        """Return the layouts of a group's stored parameters under a configuration and an option of it."""
+        """Return the stored layouts of a group's own parameters in an option of a configuration."""
         return self.tables.of[group.name].options[configuration][option]
 
     def hubs(self, name: str) -> Sequence[Layout]:

@@ -331,7 +331,7 @@ class _TiedParameter:
     """A tied parameter some of whose uses are prefetched or sum their gradients.
 
     Attributes:
-        turns: group -> for each strategy, whether it gathers, frees and scatters for all uses.
+        turns: group -> for each strategy, what its use does (:class:`~tensoropt.sharding.storage.Turn`).
         joins: (strategies,) 0 if no use's gradient waits for those of others, 1 if one does, 2 if several do.
     """
 

@@ -15,8 +15,9 @@ class OperatorRow:
     """The figures of an operator group: bytes of one rank, seconds of one step, without recomputation.
 
     ``transient_bytes`` is the larger peak of forward and backward. ``copies_s`` and ``communication_s`` are
-    those of resharding inputs, gradients and parameters, and of kernels. ``source`` says where compute
-    seconds are from. If ``recomputed``, it runs twice and its saved tensors live in its block's backward.
+    those of resharding inputs, gradients and parameters, and of kernels' collectives. ``source`` says where
+    compute seconds are from. If ``recomputed``, it runs twice and its saved tensors live in its block's
+    backward.
     """
 
     group: str
@@ -47,10 +48,10 @@ class TimelineEvent:
 
     ``lane`` is the line on which it is drawn. Sharded plans have ``compute``, and ``link`` with the mesh axes
     of collectives. Placed plans have ``device`` with its number, and ``link`` with the two devices of a
-    message. Pipelines have ``stage`` with its number for forward and backward, and ``device`` with the number
-    of a device group for operators. Their ``link`` is followed by this number for messages, by mesh axes for
-    collectives, by ``gathered parameters`` or ``gradients`` for asynchronous collectives, and by the stage
-    axis for messages after the step.
+    message. Pipelines have ``stage`` with its number for forward, backward and optimizer, ``device`` with the
+    number of a device group for operators, and ``link`` with this number for messages. After this number
+    follow mesh axes for collectives, and ``gathered parameters`` or ``gradients`` for asynchronous ones.
+    ``link`` with the stage axis is for messages after the step.
     """
 
     name: str

@@ -17,7 +17,7 @@ _PACKED = "gradients that are scattered together"
 
 
 class NamedBytes(NamedTuple):
-    """An allocation of a step, with a name (tensor, what, key) by which its end is found.
+    """An allocation of a step, whose end is found by its name (tensor, what, key) and its kind.
 
     Attributes:
         operator: the operator group that begins it; "" for none.

@@ -73,7 +73,7 @@ class StorageUser:
 
     @property
     def twice(self) -> bool:
-        """Whether it uses the tensor during recomputation: it is recomputed, or needs a recomputed tensor."""
+        """Whether recomputation serves it: it is recomputed, or its backward needs a recomputed tensor."""
         return self.again or (self.remade and self.kept)
 
 

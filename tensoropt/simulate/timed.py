@@ -52,7 +52,7 @@ class TimedStep:
         events: computation and collectives, in the order of issue.
         curve: (time, saved bytes, transient bytes) at each moment when the bytes change, and at the end.
         states: for each point of the curve, the index of its moment in ``moment_times``.
-        moment_times: the start of each moment, through all micro-batches, and the step's end.
+        moment_times: the start of each moment, of all micro-batches and then of the step's end.
         end_s: the end of the last event.
         waits: the indices of events before which all asynchronous collectives complete.
         together: index of a collective's event -> index of the computation that starts with it.

@@ -202,8 +202,7 @@ def _with_ranks(
 def _result_rows(strategy: PlacedStrategy) -> _Rows:
     """Return rows for a placed plan's broadcasts of outputs and buffers, once per step."""
     source = strategy.graph.atoms.graph
-    names = source.outputs[:1] if strategy.micro_batches > 1 and source.training else source.outputs
-    made = [name for name in names if source.tensors[name].kind == "activation"]
+    made = [name for name in source.outputs if source.tensors[name].kind == "activation"]
     everywhere = (*strategy.sent_buffers, *made) if strategy.devices > 1 else ()
     sizes = Counter(source.tensors[name].bytes for name in everywhere)
     return [{"kind": "broadcast", "axes": [0], "bytes": size, "count": n} for size, n in sizes.items()]

@@ -101,8 +101,11 @@ TARGETS = (
     ),
     Target(
         name="verify", files=["verify/*.py"],
-        tests=["verify/test_reference.py", "engine/test_replicas.py", "verify/test_verify.py"], sample=8,
-        ranks=True,
+        tests=["engine/test_replicas.py", *(f"verify/test_{name}.py" for name in (
+            "answer", "fake_ranks", "gpu_checks", "onnx_file", "predict", "random_strategies", "reference",
+            "verify",
+        ))],
+        sample=8, ranks=True,
     ),
     Target(
         name="facts", files=["profiling/fact_finding.py", "profiling/facts_of_kinds.py"],

@@ -117,6 +117,10 @@ BY_HAND: dict[str, tuple[Workload, dict[str, Any]]] = {
         without_gradient(linear(32, 24, 16), "x"),
         {"reads_kept": ("x",), "parameters_kept": {}, "backward_flops": 2 * 32 * 24 * 16},
     ),
+    "a frozen weight gets no gradient": (
+        without_gradient(linear(32, 24, 16), "w"),
+        {"parameters_kept": {"w": 1}, "backward_flops": 2 * 32 * 24 * 16},
+    ),
     "dropout keeps a mask of one byte": (
         chain({"x": ((8, 16), "read")}, MASK, writes="y"),
         {"kept_bytes": 8 * 16, "reads_kept": (), "writes_kept": ()},
@@ -299,3 +303,11 @@ def test_peaks_are_apart_for_calls_that_read_parameters():
     facts = find_facts(work)
     assert facts.forward_parameters_peak_bytes == 4 * 8
     assert facts.forward_peak_bytes == 4 * (8 + 128)
+    first = chain(
+        {"x": ((16, 4, 8), "read"), "w": ((2, 8), "parameter")},
+        ("aten.neg.default", (Ref("x"),), ("a",)),
+        ("aten.sum.dim_IntList", (Ref("a"), [0]), ("b",)),
+        ("aten.linear.default", (Ref("b"), Ref("w")), ("c",)),
+        writes="c",
+    )
+    assert find_facts(first).forward_parameters_peak_bytes == 4 * 8

@@ -3,9 +3,10 @@
 import random
 from math import prod
 
+import numpy as np
 import pytest
 
-from tensoropt.sharding.buckets import arrival_order, gradient_buckets, reduction_axes
+from tensoropt.sharding.buckets import arrival_order, bucket_numbers, gradient_buckets, reduction_axes
 from tensoropt.sharding.strategy import Strategy
 from tensoropt.verify.random_strategies import micro_strategies, random_strategy
 from tests.costs.models import gates, gpt2, problem, two_layers
@@ -46,6 +47,10 @@ def test_gradients_by_hand(name):
     found = gradient_buckets(two_layer_strategy(first, second, mesh), limit_bytes=limit)
     assert [(b.axes, b.parameters, b.elements) for b in found] == expected
     assert {b.dtype for b in found} == {"float32"}
+
+
+def test_what_has_no_gradient_is_in_no_bucket():
+    assert bucket_numbers(np.array([[-1, 0, 1]]), np.array([[8, 4, 8]]), 8).tolist() == [[-1, 1, 0]]
 
 
 def test_a_tied_weight_comes_with_its_first_user():

@@ -72,7 +72,11 @@ def test_verifying_on_a_shared_gpu_times_nothing(one_gpu, monkeypatch, ranks, ki
     monkeypatch.setattr(Place, "pool", lambda place, count, timeout_s: KeptRanks(ranks))
     monkeypatch.setattr(real_ranks, "check_plan", gpu_jobs.check_through_host)
     # A model with messages both ways; prices are data sheets, as nothing is timed.
+    told: dict[str, bool] = {}
+    kind = kind | {"progress": lambda stage, done, total, what: told.update({stage: done == total})}
     data: dict[str, Any] = verify_random("zoo:mlp", "cpu:2", 2, where="share-gpu", **kind)
+    assert told["reference"]
+    assert all(told.values())
     assert data["ok"], data
     assert [plan["time_measured_s"] for plan in data["plans"]] == [None, None]
     assert [plan["loss_difference"] < 1e-5 for plan in data["plans"]] == [True, True]

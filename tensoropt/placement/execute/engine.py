@@ -102,10 +102,7 @@ class PlacedEngine(Engine[lower.TapedStep]):
             self._send_buffers()
         self._begin(0)
         # All ranks take part in broadcasts, in the order of the model's outputs.
-        names = self.source.outputs
-        # As with other plans that have micro-batches, only the loss is returned in training.
-        names = names[:1] if count > 1 and self.training else names
-        outputs = tuple(self._output(name, made, inputs) for name in names)
+        outputs = tuple(self._output(name, made, inputs) for name in self.source.outputs)
         self.transport.finish()
         return (self._defer(outputs[0], lower.TapedStep(tapes)), *outputs[1:]) if training else outputs
 

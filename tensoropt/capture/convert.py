@@ -21,9 +21,10 @@ from tensoropt.graph import Operator, OperatorGraph, Ref, Tensor, TorchLiteral
 
 Mode = Literal["train", "inference"]
 
-_WITHOUT_GRADIENT = frozenset(
-    {"aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default"}
-)
+_WITHOUT_GRADIENT = frozenset({
+    "aten.detach.default", "aten.bernoulli.p", "aten.bernoulli.default", "aten.rand_like.default",
+    "aten.randn_like.default",
+})  # fmt: skip
 _RESULTS_WITHOUT_GRADIENT = {"aten._native_batch_norm_legit_functional.default": (1, 2, 3, 4)}
 """Indices of an operator's results that have no gradient although the first result has one: the statistics of
 a batch norm, which the norm reads if it is applied a second time."""

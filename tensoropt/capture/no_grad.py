@@ -163,26 +163,38 @@ def keep_no_grad(exported: Any) -> None:
                         "that has one (as gaussian_nll_loss does with variances); compute a new tensor: "
                         "x + (bounded(x) - x).detach() has the value of bounded(x) and the gradient of x"
                     )
+            if written:  # what it writes comes from its operands, whose gradients end here
+                inside = _inside(module, region)
+                for operand, outer in zip(_placeholders(inside), region.args[2:], strict=True):
+                    if outer not in written:
+                        _detach(inside.graph, operand)
+                inside.recompile()
             for result in [user for user in region.users if user.target is operator.getitem]:
-                value = result.meta.get("val")
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
-                    _detach(module.graph, result)
+                _detach(module.graph, result)
         if regions:
             module.recompile()
 
 
+def _inside(module: fx.GraphModule, region: fx.Node) -> Any:
+    return module.get_submodule(str(region.args[1].target))  # type: ignore[union-attr]
+
+
+def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
 def _written(module: fx.GraphModule, region: fx.Node) -> dict[fx.Node, fx.Node]:
     """Return the outer tensors that a region writes to, whole or in part, mapped to the node that writes."""
-    inside: Any = module.get_submodule(str(region.args[1].target)).graph  # type: ignore[union-attr]
-    placeholders = [node for node in inside.nodes if node.op == "placeholder"]
-    bases: dict[fx.Node, Any] = dict(zip(placeholders, region.args[2:], strict=True))
+    inside = _inside(module, region)
+    bases: dict[fx.Node, Any] = dict(zip(_placeholders(inside), region.args[2:], strict=True))
     written: dict[fx.Node, fx.Node] = {}
-    for node in inside.nodes:
+    for node in inside.graph.nodes:
         first, schema = next(iter(node.args), None), getattr(node.target, "_schema", None)
         alias = schema.arguments[0].alias_info if schema is not None and schema.arguments else None
-        if alias is not None and isinstance(first, fx.Node) and first in bases:
+        part = node.target is operator.getitem  # of chunk(), split(), ...
+        if (alias is not None or part) and isinstance(first, fx.Node) and first in bases:
             bases[node] = bases[first]
-            if alias.is_write:
+            if alias is not None and alias.is_write:
                 written[bases[first]] = node
     return written
 
@@ -217,6 +229,9 @@ def inference_as_no_grad() -> contextlib.AbstractContextManager[object]:
 
 
 def _detach(graph: fx.Graph, node: fx.Node) -> None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return
     with graph.inserting_after(node):
         detached = graph.call_function(torch.ops.aten.detach.default, (node,))
     # Decomposition takes shapes and modules from there.

@@ -26,7 +26,7 @@ from tensoropt.capture.numbering import reading
 from tensoropt.capture.precision import with_compute_dtype
 from tensoropt.capture.products import with_linear_products
 from tensoropt.capture.quantised import with_quantised_linear
-from tensoropt.capture.refusals import check_hooks, check_inputs, check_model, refusal
+from tensoropt.capture.refusals import check_hooks, check_inputs, check_memory, check_model, refusal
 from tensoropt.capture.results import Returned
 from tensoropt.errors import CaptureError
 from tensoropt.graph import FLOATING, Operator, OperatorGraph, Ref, TorchLiteral
@@ -200,6 +200,7 @@ def capture(
             if compare and fidelity.can_compare(graph, model):
                 compared = fidelity.check_numbers(run_as_it_trains(subject), args, kwargs, graph, model)
             notes += [*subject.notes, *compared]
+    check_memory(model, graph)
     # Precision comes last: its casts inherit whether their operand has a gradient.
     graph = with_compute_dtype(graph, dtype)
     # Last, because anything that computes in another precision has its own constants.

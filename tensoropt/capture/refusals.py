@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from itertools import combinations
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -26,6 +27,7 @@ from tensoropt.capture.lines import causes, failing_line, first_line, frames_of,
 from tensoropt.capture.state import plain_tensor_changed
 from tensoropt.capture.unsupported import OBJECT, kind_of_tensor, of_error
 from tensoropt.errors import CaptureError
+from tensoropt.graph import OperatorGraph
 
 _REMEDY = (
     "a plan's backward runs no hooks; remove the hook, or write its effect on the gradient as a "
@@ -165,6 +167,29 @@ def check_model(model: torch.nn.Module) -> None:
             f"the model is on several devices ({shown}); build it on one, because the search decides how to "
             "distribute it"
         )
+
+
+def check_memory(model: torch.nn.Module, graph: OperatorGraph) -> None:
+    """Raise :class:`CaptureError` if a tensor that is trained or written lies in the memory of another one.
+
+    A plan stores each of them by itself.
+    """
+    changed = {tensor.key for tensor in graph.parameters if tensor.requires_grad}
+    changed |= {graph.tensors[name].key for name in graph.mutations}
+    stored: dict[int, list[tuple[str, int, int]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.numel() and tensor.layout == torch.strided:
+            size, begin = tensor.element_size(), int(tensor.storage_offset())
+            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            place = (graph.aliases.get(name, name), begin * size, (begin + last + 1) * size)
+            stored.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+    for places in stored.values():
+        for (one, begin, end), (other, start, stop) in combinations(places, 2):
+            if begin < stop and start < end and one != other and not changed.isdisjoint((one, other)):
+                raise CaptureError(
+                    f"`{one}` and `{other}` are two tensors in the same memory, which a plan would store "
+                    "apart; make one of them a clone(), or use one Parameter or buffer in both places"
+                )
 
 
 _WRAPPERS = frozenset({

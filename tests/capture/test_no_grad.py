@@ -176,6 +176,7 @@ WRITES = {
     "whole": lambda v: v.clamp_(min=0.4),
     "part": lambda v: v[:, 1:3].copy_(v[:, :2].round()),
     "item": lambda v: v.__setitem__((slice(None), 1), 2.0),
+    "chunk": lambda v: v.chunk(2)[1].mul_(0.5),
 }
 
 
@@ -193,3 +194,36 @@ def test_a_write_without_gradients_to_a_tensor_that_has_one_is_refused(write):
     # What the region itself has made is its own.
     model = Call(lambda m, x: forward(m, x, torch.clone), layer=nn.Linear(8, 8))
     assert trained_by(capture(model, (X,)).graph) == {"layer.weight", "layer.bias"}
+
+
+KEEPS = {
+    "row": lambda kept, h: kept.__setitem__(0, h[0]),
+    "queue": lambda kept, h: kept[1:3].copy_(h[:2].abs()),
+    "chunk": lambda kept, h: kept.chunk(2)[1].lerp_(h[:2], 0.5),
+    "whole": lambda kept, h: kept.copy_(h),
+}
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("stored", [True, False])
+def test_what_is_kept_without_gradients_has_none(keep, stored):
+    """Part of a buffer or of a new tensor is written; the graph's gradients are compared with the model's."""
+
+    def forward(m, x):
+        h, kept = m.layer(x), m.kept if stored else torch.zeros(4, 8)
+        with torch.no_grad():
+            KEEPS[keep](kept, h)
+        return (h * kept.sin()).square().mean()
+
+    model = Call(forward, layer=nn.Linear(8, 8), kept=torch.ones(4, 8))
+    assert trained_by(capture(model, (X,)).graph) == {"layer.weight", "layer.bias"}
+    assert not model.kept.requires_grad
+    model.train()(X).backward()  # as before
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, torch.bernoulli])
+def test_what_is_drawn_has_no_gradient(draw):
+    model = Call(lambda m, x: (m.layer(x) * draw(m.layer(x).sigmoid())).mean(), layer=nn.Linear(8, 8))
+    graph = capture(model, (X,)).graph
+    (drawn,) = [op for op in graph.operators if "like" in op.target or "bernoulli" in op.target]
+    assert not graph.tensors[drawn.outputs[0]].requires_grad

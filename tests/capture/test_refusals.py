@@ -129,3 +129,17 @@ def test_pytorchs_log_is_quiet_during_a_capture_only():
         assert shown.getvalue() == "afterwards\n"
     finally:
         logging.getLogger("torch.fx").removeHandler(handler)
+
+
+def test_tensors_in_the_same_memory_are_refused_if_one_changes():
+    def captured(weight, **held):
+        model = Call(lambda m, x: (x @ m.weight * m.part[0]).square().mean(), **held)
+        model.weight = nn.Parameter(weight)
+        return capture(model, (torch.randn(4, 8),))
+
+    flat = torch.randn(2, 8, 8)
+    for part in (flat[0], flat[0, 2:4]):
+        with pytest.raises(CaptureError, match="`weight` and `part` are two tensors in the same memory"):
+            captured(flat[0], part=part)
+    # Neighbours, and what nothing changes.
+    assert captured(flat[0], part=flat[1], again=flat[1, 2:4]).graph.operators

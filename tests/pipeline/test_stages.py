@@ -115,8 +115,7 @@ def test_a_bare_stack_has_no_ends_that_count(blocks, stages):
     # Llama 3's job: 126 blocks and both ends are 8 for each of 16 places.
     (126, 16, 16, 8), (126, 8, 8, 16),
     # Seven and both ends are one for each of nine stages; of six stages the first would have one more.
-    (7, 3, 64, 3),
-    (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
+    (7, 3, 64, 3), (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
 ])  # fmt: skip
 def test_stages_to_a_place(blocks, places, micro_batches, count):
     assert stages_to_a_place(blocks, places, micro_batches, 16) == count

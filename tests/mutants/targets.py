@@ -117,7 +117,8 @@ TARGETS = (
         tests=["engine", "sharding/test_program.py", "verify/test_fake_ranks.py"], sample=12, ranks=True,
     ),
     Target(
-        name="pipelines", files=["pipeline/*.py"], tests=["pipeline", "session/test_pipelines.py"], sample=36,
+        name="pipelines", files=["pipeline/*.py"], sample=36,
+        tests=["pipeline", "session/test_pipelines.py", "planners/test_pinned_pipeline.py"],
     ),
     Target(name="placements", files=["placement/*.py"], tests=["placement"], sample=30),
     Target(

@@ -89,9 +89,9 @@ def test_stages_meet_where_they_are_crossed_alike():
 
 
 def test_a_step_leaves_out_what_is_hardly_leaner():
-    offers = [{((0, ""), (1, "")): offer((100, 1, 1, 0), (99.5, 2, 2, 0), (90, 3, 3, 0))}]
-    assert [one.memory_bytes for one in compose(offers, 1)] == [100, 99.5, 90]
-    assert [one.memory_bytes for one in compose(offers, 1, step=0.01)] == [100, 90]
+    offers = [{((0, ""), (1, "")): offer((100, 1, 1, 0), (99.5, 2, 2, 0), (99, 3, 3, 0))}]
+    assert [one.memory_bytes for one in compose(offers, 1)] == [100, 99.5, 99]
+    assert [one.memory_bytes for one in compose(offers, 1, step=0.01)] == [100, 99]
 
 
 def test_labels_that_are_left_out_are_told(monkeypatch):

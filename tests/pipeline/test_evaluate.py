@@ -175,6 +175,10 @@ def test_stages_that_are_split_reduce_in_their_last_backward():
         assert parts.backward_s[0].tolist() == pytest.approx([backward_s] * 2 + [backward_s + bucket], 1e-9)
         assert parts.end_s.tolist() == [0.0]
     assert found.times.working_s[0] == pytest.approx(4 * 9 + bucket, 1e-9)
+    # Beside what other places compute, as much is sent; the schedule says what is waited for.
+    dgx = load_cluster("dgx-a100[4]")
+    apart, beside = (evaluated(found.strategy, dgx, beside=one).loads[0] for one in (False, True))
+    assert beside.communication_s == pytest.approx(apart.communication_s)
 
 
 def test_inference_has_no_way_back():
@@ -280,6 +284,8 @@ def test_stages_of_one_place_share_what_passes_between_them():
     assert [kept for name, kept, _ in curve][:2] == [0, 2 * (16 // 4) * 24 * 4]
     parts = found.stages[2].metrics.parts
     assert curve[1][1] + curve[1][2] < parts.between_bytes[0] + parts.forward_bytes[0] + 2 * ROWS
+    # In W0 of stage 2, a gradient waits for I0 of stage 1 beside a message that is to come.
+    assert curve[5] == ("W0", 5 * ROWS, WEIGHT + 2 * ROWS + 2 * ROWS)
 
 
 def test_the_curve_is_that_of_the_fullest_place():

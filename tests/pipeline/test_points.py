@@ -400,3 +400,9 @@ def test_gradients_are_waited_for_over_the_axes_of_their_place(detail_of):
     sent_s = sum(event.duration_s for event in told.timeline if event.lane in ("link 0–1", "link stage"))
     assert waits.get("axis stage", 0.0) <= sent_s * (1 + 1e-9)
     assert waits[f"axis {MESH.names[1]}"] > 0
+    # An optimizer's events begin with it, whatever it waits for before, and however long its host takes.
+    slow = Overheads(step_s=1.0, of_host=Overheads(step_s=30.0))
+    told = detail_of(evaluated(strategy, load_cluster("dgx-a100[4]"), overheads=slow, beside=True))
+    (begin_s,) = (event.start_s for event in told.timeline if event.name == "optimizer of stage 0")
+    own = [event.start_s for event in told.timeline if event.lane == "devices 0–1"]
+    assert own[-1] == pytest.approx(begin_s, rel=1e-9)

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 from tensoropt import PlanError, Settings
 from tensoropt.capture import capture
@@ -49,6 +50,7 @@ from tests.pipeline.models import (
     blocks_of,
     frozen,
     frozen_but_the_last,
+    layers,
     masked,
     skip,
     tables,
@@ -112,7 +114,8 @@ def test_a_bare_stack_has_no_ends_that_count(blocks, stages):
 @pytest.mark.parametrize(("blocks", "places", "micro_batches", "count"), [
     # Llama 3's job: 126 blocks and both ends are 8 for each of 16 places.
     (126, 16, 16, 8), (126, 8, 8, 16),
-    (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
+    # Seven and both ends are one for each of nine stages; of six stages the first would have one more.
+    (7, 3, 64, 3), (6, 2, 2, 4), (7, 2, 64, 3), (10, 2, 64, 6), (4, 2, 2, 3), (3, 2, 2, 1), (0, 2, 2, 1),
 ])  # fmt: skip
 def test_stages_to_a_place(blocks, places, micro_batches, count):
     assert stages_to_a_place(blocks, places, micro_batches, 16) == count
@@ -188,6 +191,9 @@ def test_cuts_behind_what_has_no_gradient_hand_none_back():
     assert found.cuts[0] == 2
     assert not found.has_parameters(0, 1)
     assert found.has_parameters(0, 2)
+    # What is dropped of the input cannot be made again, but there is nothing to learn before it is sent.
+    model = Call(lambda m, x: m.both(functional.dropout(x)).sum(), both=nn.Sequential(*layers(2)))
+    assert Cutter(prepare(capture(model, (torch.randn(4, 24),), {})).graph).cuts == (2,)
 
 
 def test_operators_without_parameters_are_no_stage():

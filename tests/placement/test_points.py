@@ -17,11 +17,12 @@ from tensoropt.evaluation.problem import prepare_graph
 from tensoropt.exploration.exploration import load_exploration
 from tensoropt.exploration.export import write_frontier_csv, write_strategies_csv
 from tensoropt.placement import Placement, simulate_placement
-from tensoropt.placement.points import events_of, operator_rows, placed_strategy
+from tensoropt.placement.points import events_of, operator_rows, owned_on, placed_strategy
 from tensoropt.placement.prices import PlacedPrices, PricedGraph
 from tensoropt.plan.spent import NOTHING, spent_by_group
 from tensoropt.planners.placed.common.units import PlacedAnswer
 from tensoropt.planners.results import _simulated_answer
+from tensoropt.simulate.recording import MEMORY_KINDS
 from tests.placement.execute.cases import costs_on, plan_of
 from tests.planners.problems import frontier, small
 
@@ -125,6 +126,10 @@ def test_its_figures_are_the_simulators(explored):
     sizes = simulated.problem.tensors
     out = [sum(sizes[t].bytes for t, source, *_ in simulated.transfers if source == d) for d in (0, 1)]
     assert point.sent_bytes == max(out) > 0
+    # What is stored is always there, and the others from one event to the end of another.
+    rows = (row for device in (0, 1) for row in owned_on(simulated, device))
+    told = {(kind in MEMORY_KINDS[:3], since != "", until != "") for *_, kind, _, _, _, since, until in rows}
+    assert told == {(True, False, False), (False, True, True)}
 
 
 def test_its_figures_are_those_of_all_micro_batches():
@@ -147,6 +152,7 @@ def test_its_figures_are_those_of_all_micro_batches():
         every = {name: spent.get(name, NOTHING) for name in names}
         tables[count] = operator_rows(graph.graph, simulated, every, 2 * [graph.prices.of_kinds()[0].compute])
         assert tables[count][0].forward_s == pytest.approx(count * float(graph.problem.forward_s[0, 0]))
+        assert {row.copies_s for row in tables[count] if row.members} == {0.0}
     assert points[1].space != points[2].space
     assert points[1].identity != points[2].identity
     kept = [sum(row.kept_bytes for row in tables[count]) for count in (1, 2)]

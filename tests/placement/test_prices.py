@@ -12,6 +12,7 @@ import torch
 
 from tensoropt import load_cluster, load_model
 from tensoropt.capture import capture
+from tensoropt.costs.prices import DevicePrices, Queues
 from tensoropt.engine.models import ModelSpec
 from tensoropt.engine.models import load_model as load_captured
 from tensoropt.evaluation.problem import prepare_graph
@@ -81,6 +82,25 @@ def test_the_pieces_of_a_gradient_are_gone_before_it_is_cast():
             assert graph.problem.backward_peak_bytes[number] == 4 * elements
             seen.add(len(cuts))
     assert seen == {0, 1}
+
+
+@pytest.mark.parametrize(("label", "again"), [("in_features", False), ("out_features", True)])
+def test_pieces_are_joined_both_ways_and_terms_are_added_up_once(label, again):
+    """Every term has the gradient of the sum as it is."""
+    loaded, costs = load_captured(ModelSpec("zoo:mlp")), costs_on("cpu:2", measure="never")
+    graph = PlacedPrices(loaded.graph, costs.cluster, costs).price({"linear_2": (label, 2)})
+    (at,) = (n for n, op in enumerate(graph.graph.operators) if op.kind == "join" and op.reads[0].count == 2)
+    assert (graph.problem.backward_s[at] > 0).tolist() == [again] * 2
+    assert graph.problem.backward_peak_bytes[at] == 0
+
+
+def test_backward_casts_again_the_weights_that_it_reads(monkeypatch):
+    """All layers cast two gradients; the first one hands none back, for which it would need its weight."""
+    monkeypatch.setattr(DevicePrices, "cast", lambda *_: Queues(1.0, 0.0))
+    loaded = load_captured(ModelSpec("zoo:mlp", compute_dtype="bfloat16"))
+    costs = costs_on("cpu:2", measure="never")
+    problem = PlacedPrices(loaded.graph, costs.cluster, costs).price().problem
+    assert [int(seconds) for seconds in problem.backward_s[1:4, 0]] == [2, 3, 3]
 
 
 @cache

@@ -169,6 +169,24 @@ def check_model(model: torch.nn.Module) -> None:
         )
 
 
+def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors of one storage have bytes in common."""
+    ranges = []
+    for tensor in (first, second):
+        begin, size = int(tensor.storage_offset()), tensor.element_size()
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        ranges.append((begin * size, (begin + int(last) + 1) * size))
+    (begin, end), (start, stop) = ranges
+    if end <= start or stop <= begin:
+        return False
+    if first.element_size() != second.element_size():
+        return True
+    # Columns of one matrix lie between each other.
+    elements = torch.arange(max(end, stop) // first.element_size(), device="cpu")
+    mine, others = (elements.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (first, second))
+    return bool(torch.isin(mine, others).any())
+
+
 def check_memory(model: torch.nn.Module, graph: OperatorGraph) -> None:
     """Raise :class:`CaptureError` if a tensor that is trained or written lies in the memory of another one.
 
@@ -176,16 +194,14 @@ def check_memory(model: torch.nn.Module, graph: OperatorGraph) -> None:
     """
     changed = {tensor.key for tensor in graph.parameters if tensor.requires_grad}
     changed |= {graph.tensors[name].key for name in graph.mutations}
-    stored: dict[int, list[tuple[str, int, int]]] = {}
+    stored: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.numel() and tensor.layout == torch.strided:
-            size, begin = tensor.element_size(), int(tensor.storage_offset())
-            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-            place = (graph.aliases.get(name, name), begin * size, (begin + last + 1) * size)
-            stored.setdefault(tensor.untyped_storage()._cdata, []).append(place)
+            place = stored.setdefault(tensor.untyped_storage()._cdata, [])
+            place.append((graph.aliases.get(name, name), tensor))
     for places in stored.values():
-        for (one, begin, end), (other, start, stop) in combinations(places, 2):
-            if begin < stop and start < end and one != other and not changed.isdisjoint((one, other)):
+        for (one, first), (other, second) in combinations(places, 2):
+            if one != other and not changed.isdisjoint((one, other)) and _overlap(first, second):
                 raise CaptureError(
                     f"`{one}` and `{other}` are two tensors in the same memory, which a plan would store "
                     "apart; make one of them a clone(), or use one Parameter or buffer in both places"

@@ -79,7 +79,7 @@ _calls: dict[str, FunctionCall] = {}
 
 
 def _in_python(in_c: Any) -> Any:
-    __class__ = in_c  # the closure that code put in its place needs: capture/custom_functions.py
+    __class__ = in_c  # a closure cell that the code put in its place has, too: capture/custom_functions.py
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return __class__.__get__(None, cls)(*args, **kwargs)

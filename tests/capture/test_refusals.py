@@ -141,5 +141,7 @@ def test_tensors_in_the_same_memory_are_refused_if_one_changes():
     for part in (flat[0], flat[0, 2:4]):
         with pytest.raises(CaptureError, match="`weight` and `part` are two tensors in the same memory"):
             captured(flat[0], part=part)
-    # Neighbours, and what nothing changes.
+    # Neighbours, columns that lie between each other, and what nothing changes.
     assert captured(flat[0], part=flat[1], again=flat[1, 2:4]).graph.operators
+    wide = torch.randn(8, 16)
+    assert captured(wide[:, :8], part=wide[:, 8:]).graph.operators
